@@ -1,16 +1,12 @@
 """The model's layers and analytic cost, from its configuration alone."""
 
 import logging
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from autotune.dimensions.usual import zero_stages
-from autotune.machine.device_problems import Finding
-from trials.engine.static_memory import static_bytes
 from trials.job import ModelSection, TrainingSection
 from trials.model.hub import published_name
 from trials.model.identity import config_digest
@@ -19,8 +15,6 @@ from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config, load_with_note
 from trials.model.trained import choose_trained, trained_parts
 from trials.model.weights import WeightFiles
-from trials.plan import Layout
-from trials.units import number_of
 from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape, Part
 
 _log = logging.getLogger(__name__)
@@ -42,25 +36,6 @@ class ParameterCounts:
     """Those that a plan holds, with the adapters of the job: all but those of layers that nothing runs."""
     frozen: int
     """Those of `every` that do not train."""
-
-    def least_bytes(self, shape: ModelShape, devices: int) -> int:
-        """Return the bytes of weights, gradients and AdamW's states of a rank below which no plan can be.
-
-        That is an equal part of them, in a pipeline of all devices: other layouts repeat some of them.
-        """
-        layout = Layout(pipeline=devices, data=1, zero=zero_stages(shape, 1)[0])
-        return static_bytes(self.every // devices, shape.element_bytes, layout, frozen=math.ceil(self.frozen / devices))
-
-
-def least_memory(least: int, limit: int | None, devices: int) -> Iterator[Finding]:
-    """Yield a limit in bytes per rank, if one is known, that weights, gradients and states alone exceed."""
-    if limit is not None and limit < least:
-        yield Finding(
-            what=f"a rank may use {limit / _MEBI:,.0f} MiB, but an equal part of weights, gradients and AdamW's states "
-            f"takes {least / _MEBI:,.0f} MiB on each of {number_of(devices, 'rank')}, so no plan fits",
-            remedy="raise hardware.memory_limit if the device has more, give more devices, or train less of the model "
-            "(training.freeze, training.lora)",
-        )
 
 
 def count_of_job(settings: ModelSection, training: TrainingSection) -> ParameterCounts:

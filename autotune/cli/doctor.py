@@ -21,6 +21,7 @@ from trials.units import duration_text, number_of, size_setting
 from trials.workload import Hardware, Part
 
 if TYPE_CHECKING:
+    from autotune.advice.least_memory import LeastMemory
     from autotune.job_file import JobFile
     from autotune.workload import Survey
     from trials.job import Job
@@ -81,19 +82,20 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
     data = model = least = videos = None
     if job and outline and found:
+        from autotune.advice.least_memory import LeastMemory
         from autotune.data_problems import data_findings
-        from autotune.model_shape import count_of_job, least_memory
+        from autotune.model_shape import count_of_job
         from autotune.search.traps import tried_traps
         from trials.model.inputs.encoders import video_limits
 
-        work, counts = found.workload, count_of_job(job.model, job.training)
-        data, model, videos = _data(found), counts.parts, video_limits(outline.encoder)
-        least = counts.least_bytes(work.model, hardware.devices)
+        data, videos = _data(found), video_limits(outline.encoder)
+        model = count_of_job(job.model, job.training).parts
+        least = LeastMemory.of(job, found, costs)
         findings += [
             *data_findings(found.report, outline.encoder),
             *outline.findings,
-            *least_memory(least, memory["limit_bytes"] if memory else None, hardware.devices),
-            *tried_traps(job, work, costs, runs=not any(each.prevents for each in findings)),
+            *(least.findings(memory["limit_bytes"] if memory else None) if least else ()),
+            *tried_traps(job, found.workload, costs, runs=not any(each.prevents for each in findings)),
         ]
     document = {
         "hardware": wire.to_document(hardware),
@@ -103,7 +105,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "data": data,
         "videos": asdict(videos) if videos else None,
         "parameters": model,
-        "least_bytes": least,
+        "least_memory": {"layout": least.layout, "bytes": least.bytes} if least else None,
         "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
@@ -113,7 +115,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
             _hardware_text(hardware, memory),
             database,
             [
-                *(_job_lines(job, found, data, model, least) if job and found and data and model and least else ()),
+                *(_job_lines(job, found, data, model, least) if job and found and data and model else ()),
                 *([f"Videos    {videos}"] if videos else ()),
             ],
             findings,
@@ -173,15 +175,17 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _job_lines(job: "Job", found: "Survey", data: dict[str, Any], model: Mapping[Part, int], least: int) -> list[str]:
+def _job_lines(
+    job: "Job", found: "Survey", data: dict[str, Any], model: Mapping[Part, int], least: "LeastMemory | None"
+) -> list[str]:
     lengths, shape, search = data["lengths"], found.workload.model, job.search
     origin = found.report.origin(found.index)
     parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
     layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
     units = f"; vision units {lengths['mean_vision_units']:.1f} (at most {lengths['most_vision_units']})"
+    needed = f"; {least}" if least else ""
     lines = [
-        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers; at least "
-        f"{least / 2**20:,.0f} MiB on a rank for weights, gradients and AdamW's states",
+        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers{needed}",
         f"Data      {number_of(data['samples'], 'sample')}{origin}, {data['text_only_samples']} of them without images",
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"

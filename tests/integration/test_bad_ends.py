@@ -1,6 +1,7 @@
 """Closed outputs, interrupts, and errors that appear only when ranks run."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from storage.errors import DatabaseUnavailable
 from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.programs.processes import children, wait_for, wait_for_the_end
-from tests.programs.users import JobFile, refusal
+from tests.programs.users import JobFile, document, refusal
 from tests.values.data import record, write_records
 from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of, prepared_of
@@ -144,11 +145,22 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
 
 @pytest.mark.ranks
 def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tunings.job.spoil(hardware__memory_limit="1MiB")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data / "without a profile"))
+    before = document("doctor", path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
-    code, message = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
+    assert any(each["what"].startswith("a rank may use 1MiB") for each in before["findings"])
+    code, message = refusal("tune", path)
     assert code == 3
     assert " fits 1 MiB per rank: layouts " in message
     assert "; the leanest, p" in message
+    known = document("doctor", path)["least_memory"]
+    needed = re.search(r" with qv .* needs about (\d+) MiB", message)
+    assert needed
+    assert int(needed[1]) == math.ceil(known["bytes"] / 2**20)
+    # Without a profile it is that of the usual layouts alone, of layers without values.
+    assert before["least_memory"]["layout"] == "p2-d1-z0"
+    assert 1 <= before["least_memory"]["bytes"] / known["bytes"] < 1.1
     assert "raise hardware.memory_limit" in message
     with open_store() as store:
         assert not [study for study in store.studies() if study.finished is None]

@@ -258,6 +258,15 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout]) -> tu
     return tuple(layout for layout in chosen if _least(workload, solver, layout)[0] <= usable)
 
 
+def leanest(workload: Workload, solver: Solver, wanted: SpaceSection = EVERYTHING) -> tuple[Layout, int]:
+    """Return the layout with the leanest plan for the longest sample alone, and the limit in bytes that it needs."""
+    further = chain.from_iterable(kind.possible for kind in _further(workload, solver, wanted, None))
+    tightest = replace(workload, memory_limit_bytes=0)  # so that ranks share the sample wherever that needs less
+    needed = {layout: _least(tightest, solver, layout)[0] for layout in (*_layouts(workload, wanted), *further)}
+    layout = min(needed, key=needed.__getitem__)
+    return layout, math.ceil(needed[layout] / HEADROOM)
+
+
 def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, int]:
     """Return (bytes, stage) that the longest sample needs at least, alone or shared by as many ranks as possible."""
     alone = solver.fullest(solver.leanest(Padded(samples=1), layout))
