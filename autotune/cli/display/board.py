@@ -57,6 +57,8 @@ class _Other:
     def headline(self, now: float) -> str:
         if self.reading is None:
             return ""
+        if self.reading.share == 1:  # what follows in the phase reads nothing
+            return f"{self.reading.records:,} records read"
         counted = self.reading.records - self.known
         rate = f", {counted / max(now - self.began, 1e-3):,.0f}/s" if counted else ""
         share = "" if self.share is None else f", {self.share:.0%}"

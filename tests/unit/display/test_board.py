@@ -142,11 +142,14 @@ def test_the_speed_of_reading_is_that_of_measuring_and_of_the_present_sources(cl
     board.hear(Reading(records=1_000_000, share=0.2))
     assert board.line() == "  lengths, 0 s: 1,000,000 records, 20%"
     clock.now += 100
-    board.hear(Reading(records=1_000_500, share=1.0))
-    assert board.line() == "  lengths, 1 min 40 s: 1,000,500 records, 5/s, 100%"
+    board.hear(Reading(records=1_000_500, share=0.99))
+    assert board.line() == "  lengths, 1 min 40 s: 1,000,500 records, 5/s, 99%"
+    clock.now += 100
+    board.hear(Reading(records=1_000_600, share=1.0))
+    assert (board.line(), board.share) == ("  lengths, 3 min 20 s: 1,000,600 records read", 1.0)
     clock.now += 2
     board.hear(Reading(records=10, share=None))
-    assert board.line() == "  lengths, 1 min 42 s: 10 records, 5/s"
+    assert board.line() == "  lengths, 3 min 22 s: 10 records, 5/s"
 
 
 def test_a_training_shows_its_speed_waits_and_time_left(clock: Clock) -> None:
