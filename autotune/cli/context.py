@@ -202,7 +202,8 @@ def _kept_text(arguments: Mapping[str, Any], phase: "Phase | None") -> str:
     if phase == "profile":
         return "Interrupted in the profile, of which no part is kept; all else is, and the same command goes on."
     again = "the same command without --fresh" if arguments.get("fresh") else "the same command"
-    return f"Interrupted; what was measured is kept, and {again} goes on."
+    kept = "the training is kept to its last checkpoint" if phase == "training" else "what was measured is kept"
+    return f"Interrupted; {kept}, and {again} goes on."
 
 
 def _displayed(display: Display, command: Callable[[], None]) -> None:

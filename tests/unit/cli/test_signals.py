@@ -172,10 +172,14 @@ def test_an_interrupted_command_says_whether_anything_was_measured(
             (Phase.PROFILE, Phase.SEARCH),
             "Interrupted; what was measured is kept, and the same command without --fresh goes on.",
         ),
+        (
+            (Phase.SEARCH, Phase.TRAINING),
+            "Interrupted; the training is kept to its last checkpoint, and the same command without --fresh goes on.",
+        ),
     ],
-    ids=["in the profile", "after it"],
+    ids=["in the profile", "after it", "in a training"],
 )
-def test_an_interrupted_profile_is_not_said_to_be_kept(
+def test_an_interruption_says_what_of_its_phase_is_kept(
     phases: tuple[Phase, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(options: Options, **_: bool) -> None:

@@ -82,7 +82,8 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
         finally:
             process.kill()  # its ranks end with it
     assert process.returncode == code
-    assert after.splitlines()[-1] == "Interrupted; what was measured is kept, and the same command goes on."
+    kept = "the training is kept to its last checkpoint"
+    assert after.splitlines()[-1] == f"Interrupted; {kept}, and the same command goes on."
     assert "Traceback" not in after
     assert all(map(has_ended, started))
     with open_store() as store:
