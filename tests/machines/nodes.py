@@ -33,7 +33,9 @@ class Cable:
     def on_other(self, command: Sequence[str]) -> list[str]:
         """Return the command that runs `command` on the other node; its process is that of `command` itself."""
         script = f'hostname {OTHER}; exec "$@"'
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", script, "sh", *command]
+        # Not by `ip netns exec`, which would hide the control groups.
+        inside = ("nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--uts")
+        return [*inside, "sh", "-c", script, "sh", *command]
 
     def set(self, state: str) -> None:
         """Cut the cable (`down`), or join it again (`up`)."""

@@ -84,9 +84,7 @@ def cluster(cable: Cable) -> Iterator[Path]:
         wait_for((folder / "munge" / "socket").exists)
         start("slurmctld", "-D")
         start("slurmd", "-D", "-N", HERE)
-        # Not by `ip netns exec`, which would hide the control groups.
-        inside = ("nsenter", f"--net=/run/netns/{cable.namespace}", "unshare", "--uts", "sh", "-c")
-        start(*inside, f"hostname {OTHER}; exec slurmd -D -N {OTHER}")
+        start(*cable.on_other(["slurmd", "-D", "-N", OTHER]))
         environment = {**os.environ, "SLURM_CONF": str(configuration)}
 
         def is_ready() -> bool:
