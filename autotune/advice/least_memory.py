@@ -37,7 +37,8 @@ class LeastMemory:
     def of(cls, job: Job, survey: Survey, costs: LayerCosts | None) -> "LeastMemory | None":
         """Compute it from a profile's `costs`, or else from layers without values.
 
-        Return None for layers that cannot be computed without values.
+        Return None for layers that cannot be computed without values, and where the job names layouts that only a
+        profile knows.
         """
         work = survey.workload
         try:
@@ -53,12 +54,15 @@ class LeastMemory:
             state=None,
         )
         solver = Solver(predictor.profiled, Limits.of(work, job.search.parallel))
-        layout, needed = leanest(work, solver, job.search.space)
+        found = leanest(work, solver, job.search.space)
+        if found is None:
+            return None
+        layout, needed = found
         return cls(layout=layout_name(layout), bytes=needed, is_profiled=costs is not None)
 
     def __str__(self) -> str:
-        layout = "layout" if self.is_profiled else "usual layout"
-        return f"the leanest {layout}, {self.layout}, needs about {math.ceil(self.bytes / _MEBI):,} MiB on a rank"
+        known = "" if self.is_profiled else " known without a profile"
+        return f"the leanest layout{known}, {self.layout}, needs about {math.ceil(self.bytes / _MEBI):,} MiB on a rank"
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
         """Yield a limit in bytes per rank, if one is known, that is below it."""

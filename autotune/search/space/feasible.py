@@ -258,11 +258,17 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout]) -> tu
     return tuple(layout for layout in chosen if _least(workload, solver, layout)[0] <= usable)
 
 
-def leanest(workload: Workload, solver: Solver, wanted: SpaceSection = EVERYTHING) -> tuple[Layout, int]:
-    """Return the layout with the leanest plan for the longest sample alone, and the limit in bytes that it needs."""
+def leanest(workload: Workload, solver: Solver, wanted: SpaceSection = EVERYTHING) -> tuple[Layout, int] | None:
+    """Return the layout with the leanest plan for the longest sample alone, and the limit in bytes that it needs.
+
+    None if the ranks of every layout exchange what the solver's costs have no times of.
+    """
     further = chain.from_iterable(kind.possible for kind in _further(workload, solver, wanted, None))
+    timed = [layout for layout in (*_layouts(workload, wanted), *further) if solver.unprofiled(layout) is None]
+    if not timed:
+        return None
     tightest = replace(workload, memory_limit_bytes=0)  # so that ranks share the sample wherever that needs less
-    needed = {layout: _least(tightest, solver, layout)[0] for layout in (*_layouts(workload, wanted), *further)}
+    needed = {layout: _least(tightest, solver, layout)[0] for layout in timed}
     layout = min(needed, key=needed.__getitem__)
     return layout, math.ceil(needed[layout] / HEADROOM)
 

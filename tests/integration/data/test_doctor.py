@@ -69,11 +69,17 @@ def test_the_doctor_names_the_least_memory_and_a_limit_below_it(job: JobFile) ->
     for off, says in ((-1, True), (0, False)):
         job.spoil(hardware__memory_limit=f"{trained + off}B")
         findings = json.loads(said("--json", job.path))["findings"]
-        assert any("for the longest sample the leanest usual layout" in each["what"] for each in findings) == says
+        assert any("for the longest sample the leanest layout" in each["what"] for each in findings) == says
     job.spoil(hardware__memory_limit="2GiB", training__freeze=["language"])
     frozen = json.loads(said("--json", job.path))["least_memory"]["bytes"]
     # A stage of the language model alone may need most, and may hold its half.
     assert trained - frozen > 12 * counts["language"] / 4
+
+
+def test_layouts_that_only_a_profile_knows_have_no_least_memory(job: JobFile) -> None:
+    job.spoil(search__space={"layouts": ["p1-d1-t2-z0"]})
+    assert json.loads(said("--json", job.path))["least_memory"] is None
+    assert "leanest" not in said(job.path)
 
 
 def test_the_doctor_shows_what_decides_on_videos_and_names_settings_that_nothing_reads(
