@@ -18,7 +18,6 @@ from trials.model.weights import WeightFiles
 from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape, Part
 
 _log = logging.getLogger(__name__)
-_MEBI = 1 << 20
 _WHOLE = TrainingSection()
 """Settings with which the whole model trains."""
 

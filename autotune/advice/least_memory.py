@@ -1,10 +1,11 @@
-"""The least memory of a rank under any plan of a job, before anything is measured."""
+"""The least memory that a rank needs to train on the longest sample of a job."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.advice.data_sheets import DATA_SHEETS
+from autotune.advice.recommendation import Origin
 from autotune.advice.sheet_costs import DEVICES_OF_NODE, SheetCosts
 from autotune.dimensions.folds import layout_name
 from autotune.errors import RecommendError
@@ -25,20 +26,20 @@ _MEBI = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMemory:
-    """What the longest sample needs with everything recomputed: weights, gradients, states and activations."""
+    """Memory of the longest sample alone with every layer recomputed: weights, gradients, states and activations."""
 
     layout: str
+    """The layout that needs least."""
     bytes: int
-    """On a rank of the stage that needs most."""
-    is_profiled: bool
-    """Whether layouts are among them whose exchanges a profile has to time, and packs that ranks share."""
+    """Of a rank of its fullest stage."""
+    origin: Origin
+    """`measured` by a profile, or `analytic`: then layouts and shared packs are left out that only a profile times."""
 
     @classmethod
     def of(cls, job: Job, survey: Survey, costs: LayerCosts | None) -> "LeastMemory | None":
-        """Compute it from a profile's `costs`, or else from layers without values.
+        """Compute it from the `costs` of a profile; without one, from layers on torch's meta device.
 
-        Return None for layers that cannot be computed without values, and where the job names layouts that only a
-        profile knows.
+        Without a profile, return None for layers that need values and for a job whose layouts only a profile times.
         """
         work = survey.workload
         try:
@@ -58,17 +59,17 @@ class LeastMemory:
         if found is None:
             return None
         layout, needed = found
-        return cls(layout=layout_name(layout), bytes=needed, is_profiled=costs is not None)
+        return cls(layout=layout_name(layout), bytes=needed, origin="analytic" if costs is None else "measured")
 
     def __str__(self) -> str:
-        known = "" if self.is_profiled else " known without a profile"
+        known = " known without a profile" if self.origin == "analytic" else ""
         return f"the leanest layout{known}, {self.layout}, needs about {math.ceil(self.bytes / _MEBI):,} MiB on a rank"
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
-        """Yield a limit in bytes per rank, if one is known, that is below it."""
+        """Yield the problem that a known limit, in bytes per rank, is below the least memory."""
         if limit is None or limit >= self.bytes:
             return
-        still = "" if self.is_profiled else "; ZeRO 3, tensor parallelism or packs that ranks share may still fit"
+        still = "; layouts that `autotune profile JOB` times may need less" if self.origin == "analytic" else ""
         yield Finding(
             what=f"a rank may use {size_setting(limit)}, but for the longest sample {self}{still}",
             remedy="raise hardware.memory_limit if the device has more, give more devices, or train less of the model "
@@ -77,7 +78,7 @@ class LeastMemory:
 
 
 def _costs_of_sheet(job: Job, survey: Survey) -> LayerCosts:
-    """Return costs whose bytes hold on every device; their seconds are of none of here."""
+    """Return costs from the data sheet of some device: bytes are the same on every device, and seconds are not used."""
     work = survey.workload
     sizes = design(work.data, work.model, (), DEVICES_OF_NODE, 0.0).sizes
     return SheetCosts.of(next(iter(DATA_SHEETS.values())), job.model, job.training, sizes).on(work.hardware.devices)

@@ -105,7 +105,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "data": data,
         "videos": asdict(videos) if videos else None,
         "parameters": model,
-        "least_memory": {"layout": least.layout, "bytes": least.bytes} if least else None,
+        "least_memory": asdict(least) if least else None,
         "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
@@ -183,9 +183,9 @@ def _job_lines(
     parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
     layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
     units = f"; vision units {lengths['mean_vision_units']:.1f} (at most {lengths['most_vision_units']})"
-    needed = f"; {least}" if least else ""
+    needed = least or "the memory that a rank needs at least is known once `autotune profile JOB` has run"
     lines = [
-        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers{needed}",
+        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers; {needed}",
         f"Data      {number_of(data['samples'], 'sample')}{origin}, {data['text_only_samples']} of them without images",
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"

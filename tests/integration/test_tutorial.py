@@ -65,10 +65,10 @@ class Reader:
 
     def id_of(self, name: str) -> str:
         """Return the winner's id for PLAN, and for DEFAULT that of another plan, since the default plan may win."""
-        told = self.said["tune"][0]
-        (winner,) = re.findall(WINNER, told, flags=re.MULTILINE)
-        others = [plan for plan in re.findall(TRIED, told, flags=re.MULTILINE) if plan != winner]
-        return str(winner if name == "PLAN" else others[0])
+        output = self.said["tune"][0]
+        (winner,) = re.findall(WINNER, output, flags=re.MULTILINE)
+        tried = re.findall(TRIED, output, flags=re.MULTILINE)
+        return str(winner if name == "PLAN" else next(plan for plan in tried if plan != winner))
 
 
 def test_every_command_of_the_tutorial_does_what_it_says(

@@ -55,7 +55,7 @@ _ORIGINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             **dict.fromkeys(("epoch_seconds", "epoch_seconds_error", "peak_bytes"), _PREDICTED),
         },
     ),
-    "doctor": (_EXACT, {"least_memory": _ANALYTIC}),
+    "doctor": (_EXACT, {}),
 }
 """Origin of the numbers of each tool, and of those under some keys."""
 

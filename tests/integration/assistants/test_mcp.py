@@ -138,7 +138,7 @@ def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
     assert origins(answered)[".variants[].operations"] == "analytic"
     assert answered["provenance"]["except"]["epoch_seconds"] == "predicted"
     answered = runner.answered("doctor", job=str(job))
-    assert origins(answered)[".least_memory.bytes"] == "analytic"
+    assert origins(answered)[".least_memory.bytes"] == "field origin"
     assert answered["result"]["data"]["samples"] == 48
 
 
